@@ -23,7 +23,7 @@ def test_arguments_are_the_public_ones_in_order():
     for op in (fused_recurrent_longhorn, naive_chunk_longhorn, naive_recurrent_longhorn):
         assert inspect.signature(op).parameters == inspect.signature(chunk_longhorn).parameters
     own = [name for name in inspect.signature(longhorn_state_update).parameters if name != 'state']
-    others = ('initial_state', 'output_final_state', 'cp_context', 'return_intermediate_states')
+    others = ('initial_state', 'output_final_state', 'cp_context', 'return_intermediate_states', 'disable_recompute')
     shared = [x for x in public if x not in others]
     assert [x for x in own if x not in Pool._fields] == shared
     assert [x for x in own if x in Pool._fields] == list(Pool._fields[1:])

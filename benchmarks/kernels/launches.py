@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.measure.timing import report_file
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.autograd import new_updates
 from fla_longhorn.ops.pool import Pool
 from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
 from fla_longhorn.ops.triton.diagonal import summaries as kernels
@@ -83,13 +84,14 @@ def rehearse(call: Call) -> None:
         kernels.forward_summary(args)
         kernels.backward_summary(args.v, args)
         return
+    us = new_updates(args, save_states=train, parallel=parallel)
     o, _, states = longhorn_fwd(
-        args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool,
+        args, save_states=train, parallel=parallel, final_state=state if update else None, pool=pool, updates=us,
     )
     if train:
         # the gradient of a sum is one number, expanded
         do = torch.empty((), dtype=o.dtype, device='meta').expand(o.shape) if call.layout == 'view' else torch.empty_like(o)
-        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, states, args, parallel=parallel)
+        longhorn_bwd(do, torch.empty_like(state) if call.final_state else None, states, args, parallel=parallel, updates=us)
 
 
 FACTORS = {

@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from triton import knobs
 
@@ -31,9 +32,10 @@ WIDTHS = {
 SHAPE = dict(B=8, T=2048, V=4096)
 
 
-def training_call(update: str, K: int, g: str | None = None) -> Call:
-    """As the layer calls the operator in training, in bfloat16, with a decay per 'head' or 'channel'."""
-    return Call(exact=update == 'exact', K=K, g=g, layout='view', sigmoid=True, D=True, z=True, **SHAPE)
+def training_call(update: str, K: int, g: str | None = None, kept: bool = False) -> Call:
+    """As the layer calls the operator in training, in bfloat16, with a decay per 'head' or 'channel'; `kept`: updates are."""
+    options: dict[str, Any] = dict(layout='view', sigmoid=True, D=True, z=True, disable_recompute=kept)
+    return Call(exact=update == 'exact', K=K, g=g, **options, **SHAPE)
 
 
 def by_kernel(outcome: Outcome) -> Iterable[dict]:

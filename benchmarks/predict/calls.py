@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fla_longhorn.ops.arguments import Arguments
-from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd
+from fla_longhorn.ops.autograd import new_updates
+from fla_longhorn.ops.triton import longhorn_bwd, longhorn_fwd, saves_ends
 from fla_longhorn_extras.scalar_beta import chunk_scalar_beta
 from offgpu.calibration.calls import operator
 from offgpu.predict.capture import Pass
@@ -34,25 +35,29 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def layer_arguments(
-    s: Shape, T: int, exact: bool, scalar: bool = False, gate: str | None = None,
+    s: Shape, T: int, exact: bool, scalar: bool = False, gate: str | None = None, kept: bool = False,
 ) -> Arguments:
     """The operator's inputs as the layer passes them, in bfloat16: q and k are slices of one projection, z is half of another.
 
-    `scalar`: beta is one per head; `gate`: a float32 decay per 'head' or 'channel'.
+    `scalar`: beta is one per head; `gate`: a float32 decay per 'head' or 'channel'; `kept`: forward keeps its updates.
     """
     rank = s.V // 32
     _, k, q = empty(s.B, T, rank + 2 * s.K).split([rank, s.K, s.K], -1)
     z, v, D = empty(s.B, T, 2 * s.V)[..., s.V:], empty(s.B, T, 1, s.V), empty(1, s.V)
     beta = empty(s.B, T, 1, *([] if scalar else [s.V]))
-    options: dict[str, Any] = dict(D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True)
+    options: dict[str, Any] = dict(
+        exact=exact, D=D, z=z.unflatten(-1, (1, s.V)), use_beta_sigmoid_in_kernel=True, disable_recompute=kept,
+    )
     if gate:
         options['g'] = empty(s.B, T, 1, *([] if gate == 'head' else [s.V]), dtype=torch.float32)
-    return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, exact=exact, **options)
+    return Arguments(q.unflatten(-1, (1, s.K)), k.unflatten(-1, (1, s.K)), v, beta, **options)
 
 
 def longhorn_forward(s: Shape, exact: bool, **options: Any) -> Pass:
     def prepare(T: int) -> Callable[[], object]:
-        return partial(longhorn_fwd, layer_arguments(s, T, exact, **options), save_states=True, parallel=True)
+        args = layer_arguments(s, T, exact, **options)
+        us = new_updates(args, save_states=True, parallel=True)
+        return partial(longhorn_fwd, args, save_states=True, parallel=True, updates=us)
     return prepare
 
 
@@ -62,9 +67,11 @@ def longhorn_backward(s: Shape, exact: bool, **options: Any) -> Pass:
 
     def prepare(T: int) -> Callable[[], object]:
         args = layer_arguments(s, T, exact, **options)
-        slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
+        us, slots = new_updates(args, save_states=True, parallel=True), s.B
+        if us is None or not saves_ends(args):
+            slots = num_checkpoints(s.B, T, s.B, checkpoint_interval(s.K), False)
         states = empty(slots, 1, s.K, s.V, dtype=torch.float32)
-        return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True)
+        return partial(longhorn_bwd, empty(s.B, T, 1, s.V), None, states, args, parallel=True, updates=us)
     return prepare
 
 
@@ -139,4 +146,10 @@ SCALAR = {
     'diagonal_scalar_bwd': lambda s: longhorn_backward(s, False, scalar=True),
     'chunk_gla_scalar_fwd': scalar_by_gla(backward=False), 'chunk_gla_scalar_bwd': scalar_by_gla(backward=True),
 }
-SELECTABLE = {**PASSES, **GATED, **PEERS, **SCALAR}
+# with `disable_recompute`
+RETAINED = {
+    f'exact_kept_{gate}{direction}': partial(make, exact=True, gate=option, kept=True)
+    for gate, option in (('', None), ('head_gate_', 'head'))
+    for direction, make in (('fwd', longhorn_forward), ('bwd', longhorn_backward))
+}
+SELECTABLE = {**PASSES, **GATED, **RETAINED, **PEERS, **SCALAR}

@@ -83,7 +83,7 @@ class Longhorn(NoWeightDecay):
         recompute (bool, Optional):
             Whether backward recomputes the convolution's output and the step sizes: the same gradients, with 4 bytes less per
             token and channel in 16-bit training, where neither part is adapted or hooked and no cache is read or kept. Under
-            `torch.compile` the compiler chooses. Default: `True`.
+            `torch.compile` the compiler chooses. False is the operator's `disable_recompute` too. Default: `True`.
         norm_eps (float, Optional):
             Unused, accepted because fla's layers have it. Default: 1e-5.
         layer_idx (int, Optional):
@@ -304,6 +304,7 @@ class Longhorn(NoWeightDecay):
             cu_seqlens=rows.cu_seqlens if cp_context is None else cp_context.cu_seqlens,
             cu_seqlens_cpu=rows.cu_seqlens_cpu,
             cp_context=cp_context,
+            disable_recompute=not self.recompute,
         )
         return o, recurrent_state, conv_state
 

@@ -46,6 +46,7 @@ class Arguments(NamedTuple):
     cu_seqlens: Tensor | None = None
     allow_neg_eigval: bool = False
     g: Tensor | None = None
+    disable_recompute: bool = False
 
     @property
     def step_options(self) -> StepOptions:

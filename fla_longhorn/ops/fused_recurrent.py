@@ -26,12 +26,13 @@ def fused_recurrent_longhorn(
     D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
-    allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
+    allow_neg_eigval: bool = False, g: torch.Tensor | None = None, disable_recompute: bool = False,
 ) -> Result:
     args = Arguments(
         q=q, k=k, v=v, beta=beta, scale=1.0 if scale is None else scale, initial_state=initial_state,
         output_final_state=output_final_state, exact=exact, D=D, z=z, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, allow_neg_eigval=allow_neg_eigval, g=g,
+        disable_recompute=disable_recompute,
     )
     return check_and_run(args, cu_seqlens_cpu, cp_context, parallel=False, intermediate=return_intermediate_states)
 

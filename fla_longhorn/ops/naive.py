@@ -21,7 +21,7 @@ def naive_recurrent_longhorn(
     D: torch.Tensor | None = None, z: torch.Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False,
     state_v_first: bool = False, cu_seqlens: torch.Tensor | None = None, cu_seqlens_cpu: torch.Tensor | None = None,
     cp_context: FLACPContext | None = None, return_intermediate_states: bool = False,
-    allow_neg_eigval: bool = False, g: torch.Tensor | None = None,
+    allow_neg_eigval: bool = False, g: torch.Tensor | None = None, disable_recompute: bool = False,
 ) -> Result:
     r"""Longhorn's update as one PyTorch loop over time.
 
@@ -31,7 +31,7 @@ def naive_recurrent_longhorn(
     """
     args = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
-        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
+        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g, disable_recompute,
     )
     return check_and_recur(args, cu_seqlens_cpu, cp_context, return_intermediate_states)
 

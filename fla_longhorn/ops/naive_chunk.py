@@ -52,6 +52,7 @@ def naive_chunk_longhorn(
     return_intermediate_states: bool = False,
     allow_neg_eigval: bool = False,
     g: torch.Tensor | None = None,
+    disable_recompute: bool = False,
 ) -> Result:
     """Longhorn's update by chunks of :data:`CHUNK` tokens, in PyTorch, with the equations of this file.
 
@@ -59,7 +60,7 @@ def naive_chunk_longhorn(
     """
     args = Arguments(
         q, k, v, beta, 1.0 if scale is None else scale, initial_state, output_final_state, exact, D, z,
-        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g,
+        use_beta_sigmoid_in_kernel, state_v_first, cu_seqlens, allow_neg_eigval, g, disable_recompute,
     )
     return check_and_recur(args, cu_seqlens_cpu, cp_context, return_intermediate_states, advance, CHUNK)
 

@@ -44,13 +44,16 @@ def check_and_run(
             'differentiable, call under torch.no_grad()'
         )
     args = with_float(args)
+    if intermediate:
+        # no backward follows
+        args = args._replace(disable_recompute=False)
     # states are saved if they are asked for or a backward may follow
     if plain:
         o, final_state, states = backend_of(args).longhorn_fwd(args, save_states=intermediate, parallel=parallel)
     else:
         # a trace serves calls with and without gradients
         save_states = intermediate or torch.jit.is_tracing() or needs_gradient(args)
-        o, final_state, states = longhorn_fwd(*args, save_states, parallel)
+        o, final_state, states, _ = longhorn_fwd(*args, save_states, parallel)
     final_state = final_state if args.output_final_state else None
     return (o, final_state, intermediate_states(states, args, cu_seqlens_cpu)) if intermediate else (o, final_state)
 

@@ -34,6 +34,7 @@ class Case:
     # the packed sequences have these, which sum to T
     lengths: tuple[int, ...] | None = None
     allow_neg_eigval: bool = False
+    disable_recompute: bool = False
     # 'head' or 'channel', and the least logarithm of a decay
     g: str | None = None
     lowest: float = -0.2
@@ -107,6 +108,8 @@ def make_options(case: Case, device: torch.device | str = 'cpu', exact: bool = F
         'scale': case.scale, 'use_beta_sigmoid_in_kernel': case.sigmoid, 'state_v_first': case.state_v_first,
         'output_final_state': case.final_state, 'exact': exact, 'allow_neg_eigval': case.allow_neg_eigval,
     }
+    if case.disable_recompute:
+        options['disable_recompute'] = True
     if case.lengths is not None:
         options['cu_seqlens'] = torch.tensor([0, *case.lengths], dtype=torch.int64, device='cpu').cumsum(0).to(device)
     return options
@@ -127,6 +130,8 @@ CASES = {
     'gate per head, packed': _case(g='head', scalar_beta=True, lowest=-8.0).packed(1, 40, 0, 33, 17),
     'gate per channel, packed': _case(g='channel', lowest=-8.0, D=True, z=True).packed(1, 40, 0, 33, 17),
     'gate per channel, doubled steps': _case(g='channel', K=64, sigmoid=True, allow_neg_eigval=True),
+    'updates kept': _case(K=32, sigmoid=True, D=True, z=True, disable_recompute=True),
+    'updates kept, packed': _case(K=64, g='head', disable_recompute=True).packed(1, 40, 0, 33, 17),
     'D': _case(D=True),
     'z': _case(z=True),
     'state [V, K]': _case(state_v_first=True, D=True, z=True),
@@ -141,7 +146,7 @@ CASES = {
 }
 QUICK = (
     'as in the model', 'scalar beta', 'doubled steps', 'gate per head', 'gate per channel', 'packed',
-    'gate per channel, packed', 'odd sizes, strided', 'K = 128', 'long',
+    'gate per channel, packed', 'updates kept', 'odd sizes, strided', 'K = 128', 'long',
 )
 # longest call of longhorn_state_update, which is for decoding
 UPDATE_TOKENS = 4
@@ -153,5 +158,6 @@ def cases_of(op: str, quick: bool) -> dict[str, Case]:
     if op != 'longhorn_state_update':
         return cases
     # it takes no sequences of different lengths, and those that only differ in T become one
-    short = {replace(case, T=min(case.T, UPDATE_TOKENS)): name for name, case in cases.items() if case.lengths is None}
+    dense = {name: replace(case, disable_recompute=False) for name, case in cases.items() if case.lengths is None}
+    short = {replace(case, T=min(case.T, UPDATE_TOKENS)): name for name, case in dense.items()}
     return {name: case for case, name in short.items()}

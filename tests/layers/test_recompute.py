@@ -13,6 +13,7 @@ from fla_longhorn import LonghornForCausalLM
 from fla_longhorn.layers import Longhorn
 from fla_longhorn.modules.cache import RewindableCache
 from fla_longhorn.modules.recompute import Values
+from fla_longhorn.ops import chunk_longhorn
 from tests.models.test_longhorn import small
 
 LAYERS = {
@@ -54,6 +55,20 @@ def test_kept_bytes(exact, place):
             layer, h = Longhorn(hidden_size=256, exact=exact, recompute=recompute), torch.randn(1, 256, 256).requires_grad_()
         kept.append(kept_bytes(lambda: layer(h)[0], layer) / (256 * layer.intermediate_size))  # noqa: B023
     assert kept[0] == pytest.approx(kept[1] + 4) and kept[1] <= 7.8
+
+
+@pytest.mark.parametrize('recompute', [False, True])
+def test_the_operator_does_as_the_layer(recompute, monkeypatch):
+    asked = []
+
+    def op(*args, disable_recompute, **options):
+        asked.append(disable_recompute)
+        return chunk_longhorn(*args, disable_recompute=disable_recompute, **options)
+
+    layer = Longhorn(hidden_size=8, state_size=4, exact=True, recompute=recompute)
+    monkeypatch.setattr(layer, 'op_for', lambda T: op)
+    layer(torch.randn(1, 3, 8))[0].sum().backward()
+    assert asked == [not recompute]
 
 
 @pytest.mark.parametrize('options', [{}, {'hidden_ratio': 2}, {'fuse_cross_entropy': False}], ids=str)

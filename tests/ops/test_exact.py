@@ -7,7 +7,9 @@ import torch
 
 from fla_longhorn.ops import chunk_longhorn
 from fla_longhorn.ops.arguments import Arguments
+from fla_longhorn.ops.autograd import longhorn_fwd
 from fla_longhorn.selfcheck.case import Case, make_inputs, make_options
+from tests.devices import slow_but
 from tests.ops.cases import TRITON_DEVICE, assert_close, check, interpreted, reference, run
 from tests.ops.test_pool import INDICES, Call
 
@@ -27,6 +29,22 @@ if TRITON_DEVICE:
         Case(B=1, T=35, H=1, K=40, V=20, dtype=torch.bfloat16, initial_state=True),
         Case(B=1, T=35, H=1, K=100, V=20, dtype=torch.bfloat16, initial_state=True),
     ]
+    # U is kept, with and without logits, decays and what else backward computes from it
+    KEPT = [
+        Case(H=2, K=16, V=20, dtype=torch.bfloat16, D=True, z=True, sigmoid=True, initial_state=True).packed(33, 0, 5, 40),
+        Case(B=1, T=35, H=1, K=40, V=20, dtype=torch.bfloat16, scale=0.5, z=True, state_v_first=True, initial_state=True),
+        Case(B=1, T=35, H=1, K=4, V=12, dtype=torch.bfloat16, D=True, initial_state=True),
+        Case(B=2, T=33, H=1, K=5, V=12, dtype=torch.bfloat16, g='head', D=True, z=True, sigmoid=True, initial_state=True),
+        Case(H=1, K=17, V=5, dtype=torch.bfloat16, g='head', scale=0.5, z=True).packed(31, 2, 0, 40),
+        Case(B=1, T=17, H=1, K=4, V=5, dtype=torch.bfloat16, sigmoid=True),
+    ]
+    # what no kernel keeps, by what it lacks
+    NOT_KEPT = {
+        'precision': Case(K=4, V=5), 'one step': Case(K=4, V=5, dtype=torch.bfloat16, scalar_beta=True),
+        'a decay per channel': Case(K=4, V=5, dtype=torch.bfloat16, g='channel'),
+        'wide keys': Case(B=1, T=17, H=1, K=129, V=5, dtype=torch.bfloat16),
+        'doubled steps': Case(K=4, V=5, dtype=torch.bfloat16, allow_neg_eigval=True),
+    }
 
     @pytest.mark.parametrize('case', interpreted((0, 1, 3, 5), *LOW_PRECISION), ids=str)
     def test_bfloat16(case, triton_device):
@@ -42,6 +60,37 @@ if TRITON_DEVICE:
         inputs['k'] = inputs['k'].detach()[:, which].requires_grad_()
         assert_close(run(chunk_longhorn, inputs, options), reference(inputs, options), case.dtype)
 
+    @pytest.mark.usefixtures('poison')
+    @pytest.mark.parametrize('case', interpreted((0, 2, 4), *KEPT), ids=str)
+    def test_updates_are_kept(case, triton_device):
+        case = replace(case, disable_recompute=True)
+        check(chunk_longhorn, case, triton_device, exact=True)
+        assert kept_updates(case, triton_device).shape == (case.B, case.T, case.H, case.V)
+
+    @pytest.mark.parametrize('exact', [True, False], ids=['exact', 'diagonal'])
+    @pytest.mark.parametrize('lacking', slow_but(['precision'], NOT_KEPT))
+    def test_nothing_changes_where_updates_are_not_kept(lacking, exact, triton_device):
+        case = NOT_KEPT[lacking]
+        results = []
+        for kept in (False, True):
+            case = replace(case, disable_recompute=kept)
+            inputs, options = make_inputs(case, triton_device), make_options(case, triton_device, exact)
+            results.append(run(chunk_longhorn, inputs, options))
+        assert all(torch.equal(x, results[1][name]) for name, x in results[0].items())
+        assert kept_updates(case, triton_device, exact).numel() == 0
+
+    @pytest.mark.parametrize('lacking', ['parallel', 'save_states', 'exact'])
+    def test_updates_are_kept_for_backward_alone(lacking, triton_device):
+        case = replace(KEPT[-1], disable_recompute=True)
+        options = dict(exact=True, save_states=True, parallel=True)
+        assert kept_updates(case, triton_device, **options).numel()
+        assert not kept_updates(case, triton_device, **options | {lacking: False}).numel()
+
+    def kept_updates(case, device, exact=True, save_states=True, parallel=True):
+        inputs = {name: x.detach() for name, x in make_inputs(case, device).items()}
+        args = Arguments(**inputs, **make_options(case, device, exact) | dict(scale=1.0))
+        return longhorn_fwd(*args, save_states, parallel)[3]
+
     CUT = [
         Case(B=2, T=75, H=1, K=4, V=20, D=True, z=True, initial_state=True),
         Case(B=1, T=64, H=1, K=3, V=9, dtype=torch.bfloat16, sigmoid=True),
@@ -50,6 +99,7 @@ if TRITON_DEVICE:
         # with decays
         Case(B=2, T=33, H=1, K=4, V=3, g='head', D=True, z=True),
         Case(H=2, K=4, V=3, g='channel', initial_state=True).packed(31, 2, 0, 33),
+        replace(KEPT[0], K=3, disable_recompute=True),
     ]
 
     @pytest.fixture
@@ -59,7 +109,7 @@ if TRITON_DEVICE:
         monkeypatch.setattr(common, 'LEAST_INTERVALS', 1)
 
     @pytest.mark.usefixtures('cut', 'poison')
-    @pytest.mark.parametrize('case', interpreted((0, 2, 4, 5), *CUT), ids=str)
+    @pytest.mark.parametrize('case', interpreted((0, 2, 4, 5, 6), *CUT), ids=str)
     def test_cut_in_time(case, triton_device):
         """The states first, then all intervals at once."""
         check(chunk_longhorn, case, triton_device, exact=True)

@@ -40,6 +40,8 @@ PARAMETERS = {
     'return_intermediate_states': ('return_intermediate_states = False',),
     'allow_neg_eigval': ('allow_neg_eigval = False',),
     'g': ('g = None', 'g = None if g is None else g.detach()'),
+    # changes nothing but on a GPU
+    'disable_recompute': (),
 }
 # lines of kernels that see T: the last chunk of a sequence is not computed
 LAST_CHUNK = (

@@ -68,8 +68,17 @@ PIECES = (
         gone=frozenset({'exact'}),
         unsaid='diagonal/|diagonal form',
     )),
-    Piece('operators of torch.library, with a backend in PyTorch', ('ops',), Facts(
+    Piece('operators of torch.library, with a backend in PyTorch', ('ops', 'ops.triton.exact.mma.walk'), Facts(
+        # updates that are kept for backward
+        conditions={
+            'updates is None': True, 'ends is None': True, 'RESIDUALS': True, 'VALUES': True,
+            'given': False, 'walk': False, 'KEPT': False, 'GIVEN': False,
+        },
+        gone=frozenset({
+            'disable_recompute', 'updates', 'given', 'walk', 'kept', 'ends', 'KEPT', 'GIVEN', 'RESIDUALS', 'VALUES',
+        }),
         absent=frozenset({'cu_seqlens_cpu', 'naive_chunk_longhorn', 'return_intermediate_states'}),
+        unsaid='GIVEN|`kept`|`updates|behind the sequences|backward sees',
     )),
     Piece('pools of states', ('ops.pool', 'ops.update'), Facts(
         conditions={'pool is None': True, 'POOLED': False, 'pooled': False},

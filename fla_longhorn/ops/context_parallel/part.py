@@ -69,7 +69,7 @@ class Call:
         self, tensors: Tensors, cu_seqlens: Tensor | None, h0: Tensor | None, *, output_final_state: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         args = self.args._replace(cu_seqlens=cu_seqlens, initial_state=h0, output_final_state=output_final_state, **tensors)
-        return longhorn_fwd(*args, self.save_states, self.parallel)
+        return longhorn_fwd(*args, self.save_states, self.parallel)[:3]
 
     def bwd(
         self, do: Tensor, dht: Tensor | None, states: Tensor, tensors: Tensors, cu_seqlens: Tensor | None, h0: Tensor | None,

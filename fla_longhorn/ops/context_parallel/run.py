@@ -39,7 +39,7 @@ def is_split(cp_context: FLACPContext) -> bool:
 def run_on_ranks(args: Arguments, cp_context: FLACPContext, *, parallel: bool) -> Tensor:
     """The outputs `[1, T, H, V]` of this rank's tokens. All ranks of the group call it, in the same order."""
     # all ranks exchange states [H, K, V]
-    args = args._replace(scale=float(args.scale), state_v_first=False)
+    args = args._replace(scale=float(args.scale), state_v_first=False, disable_recompute=False)
     call = Call(args.without(TENSORS), Part.of(cp_context), needs_gradient(args), parallel)
     function = RingFunction if args.exact else GatherFunction
     return function.apply(call, args.cu_seqlens, *(getattr(args, name) for name in INPUTS))

@@ -29,7 +29,7 @@ def forward_summary(args: Arguments, *, with_decay: bool) -> tuple[Tensor | None
         repeated = {name: None if x is None else x.repeat_interleave(2, 0) for name, x in repeated.items()}
         v = F.pad(v, (0, 0) * 3 + (0, 1))
     args = args._replace(**repeated, q=repeated['k'], v=v, initial_state=h0, D=None, z=None, output_final_state=True)
-    _, state, _ = longhorn_fwd(*args, False, True)
+    _, state, *_ = longhorn_fwd(*args, False, True)
     return (state[1:], state[:1]) if with_decay else (None, state)
 
 

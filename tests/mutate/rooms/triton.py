@@ -72,6 +72,18 @@ MUTATIONS = [
         'an unused slot overwrites the state at the end of its sequence', SMALLEST, 'slots decay', env=INTERPRET,
     ),
     Mutation(
+        'state-that-stays', 'ops/triton/exact/mma/walk.py', "b_s = product(b_u, b_k, b_s, 'bf16')", 'b_s = b_s',
+        'one pass of backward reads the last state at all tokens', 'tests/ops/test_exact.py::test_updates_are_kept',
+        'K16', env=INTERPRET,
+    ),
+    Mutation(
+        'updates-of-half-a-chunk', 'ops/triton/exact/mma/forward.py',
+        'store_chunk(kept, H * V, i_x, o_v, left, V, b_wa, b_wb)',
+        'store_chunk(kept, H * V, i_x, o_v, left, V, b_wa, b_wa)',
+        "backward gets the first half of a chunk's updates twice", 'tests/ops/test_exact.py::test_updates_are_kept',
+        'K16', env=INTERPRET,
+    ),
+    Mutation(
         'gradient-of-the-state-as-it-lies', 'ops/triton/diagonal/backward.py', 'dht.float().contiguous()', 'dht.float()',
         "segments read beside an expanded gradient of the state",
         'tests/ops/triton/test_segments.py::test_gradient_of_the_state_alone', env=INTERPRET,

@@ -37,11 +37,12 @@ from fla_longhorn.ops.triton.exact.common import (
     store_tile,
     token_strides,
 )
-from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, span_size, state_parts
+from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, span_size, state_parts, walks_back
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
 from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
 from fla_longhorn.ops.triton.exact.mma.replay import chunk_longhorn_exact_bwd_kernel_replay_mma
 from fla_longhorn.ops.triton.exact.mma.reverse import chunk_longhorn_exact_bwd_kernel_mma
+from fla_longhorn.ops.triton.exact.mma.walk import chunk_longhorn_exact_bwd_kernel_walk
 from fla_longhorn.ops.triton.exact.replay import chunk_longhorn_exact_bwd_kernel_replay
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, num_slots, sequence_range
@@ -214,7 +215,9 @@ def chunk_longhorn_exact_bwd_kernel(
 
 def chunk_longhorn_exact_bwd(
     do: torch.Tensor, dht: torch.Tensor | None, states: torch.Tensor, args: Arguments,
+    updates: torch.Tensor | None = None,
 ) -> Gradients:
+    """The gradients; `updates` are U as forward stored them."""
     args, strides = strided_inputs(args)
     q, k, v, beta, D, z, g = args.q, args.k, args.v, args.beta, args.D, args.z, args.g
     do, s_do = with_token_stride(do)
@@ -228,8 +231,10 @@ def chunk_longhorn_exact_bwd(
     dv, dbeta = v.new_empty(v.shape), beta.new_empty(beta.shape)
     dh0 = None if args.initial_state is None else torch.empty_like(args.initial_state)
     dz = None if z is None else z.new_empty(z.shape)
-    cs = v.new_empty(v.shape, dtype=torch.float32) if has_cs and not scalar_beta else None
-    us = v.new_empty(v.shape, dtype=dtype)
+    given = updates is not None
+    walk = given and walks_back(args, key)
+    cs = v.new_empty(v.shape, dtype=torch.float32) if has_cs and not (scalar_beta or walk) else None
+    us = v.new_empty(v.shape, dtype=dtype) if updates is None else updates
     # no buffer of its own where W is dv
     ws = dv if dv.dtype == dtype and D is None and not scalar_beta else torch.empty_like(us)
     dy, s_dy = (do, s_do) if z is None else (torch.empty_like(us), H * V)
@@ -241,7 +246,13 @@ def chunk_longhorn_exact_bwd(
     slots = num_checkpoints(B, T, N, span, cu_seqlens is not None)
     hs = q.new_empty((slots + (N if g is not None else 0), H, parts, V, K), dtype=dtype)
     dhs = q.new_empty((slots, H, parts, V, K), dtype=dtype)
-    common = dict(
+    common: dict[str, Any] = dict(
+        beta=beta,
+        D=D,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        T=T,
+        N=N,
         H=H,
         K=K,
         V=V,
@@ -250,71 +261,69 @@ def chunk_longhorn_exact_bwd(
         OPTIONS=args.step_options,
         **FUSED,
     )
-    lanes = has_lanes(key, g)
-    # scalar steps need unrounded residuals; 16 entries without a gate are predicted to take 1.08 times as long there
-    lanes_replay = lanes and not scalar_beta and (key.K > 16 or g is not None)
-    if lanes:
-        operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
-        of_lanes: dict[str, Any] = dict(operands=operands, numbers=numbers)
-    if not lanes_replay:
-        gram, a = chunk_longhorn_exact_gram(args, token_strides(strides), key, scale)
-        general: dict[str, Any] = dict(
-            q=q, k=k, gram=gram, a=a, hs=hs, ps=ps, DOT=key.precision, SCALAR_BETA=scalar_beta, SCALAR_G=is_scalar(g),
-        )
-    if lanes_replay:
-        replay, config, chunks = chunk_longhorn_exact_bwd_kernel_replay_mma, for_lanes(key), dict(hs=hs, **of_lanes)
-    else:
-        replay, config, chunks = chunk_longhorn_exact_bwd_kernel_replay, for_chunks(key), general
-    replay[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
-        **chunks,
-        v=v,
-        beta=beta,
-        D=D,
-        z=z,
-        g=g,
-        do=do,
-        states=states,
-        us=us,
-        cs=cs,
-        dD=dD,
-        dy=dy,
-        dz=dz,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        T=T,
-        N=N,
-        S=token_strides(strides, s_do),
-        **common,
-        **config.of(replay),
-    )
-    if lanes:
-        reverse, config = chunk_longhorn_exact_bwd_kernel_mma, for_lanes(key)
-        chunks = dict(SCALAR_BETA=scalar_beta, **of_lanes)
-    else:
-        reverse, chunks = chunk_longhorn_exact_bwd_kernel, dict(v=v, dg=dg, **general)
-    reverse[(H * N * triton.cdiv(V, config.BV),)](
-        **chunks,
-        dy=dy,
+    values = dict(v=v, z=z, do=do, us=us, hs=hs, dD=dD, dy=dy, dz=dz)
+    gradients = dict(
         dht=None if dht is None else dht.contiguous(),
-        beta=beta,
-        D=D,
-        g=g,
-        cs=cs if has_cs else us,
         ws=ws,
         dhs=dhs,
         dv=dv,
         dbeta=dbeta,
         dh0=dh0,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        T=T,
-        N=N,
-        S=token_strides(strides, s_dy),
         STATE_V_FIRST=args.state_v_first,
         STORE_W=ws is not dv,
-        **common,
-        **config.of(reverse),
     )
+    lanes = has_lanes(key, g)
+    # scalar steps need unrounded residuals; 16 entries without a gate are predicted to take 1.08 times as long there
+    lanes_replay = lanes and not scalar_beta and (given or key.K > 16 or g is not None)
+    if lanes:
+        operands, numbers = chunk_longhorn_exact_operands(args, token_strides(strides), reverse=True)
+        of_lanes: dict[str, Any] = dict(operands=operands, numbers=numbers)
+    if not lanes_replay:
+        gram, a = chunk_longhorn_exact_gram(args, token_strides(strides), key, scale)
+        general: dict[str, Any] = dict(q=q, k=k, gram=gram, a=a, ps=ps, DOT=key.precision, SCALAR_G=is_scalar(g))
+    if walk:
+        config, kernel = for_lanes(key), chunk_longhorn_exact_bwd_kernel_walk
+        kernel[(H * N * triton.cdiv(V, config.BV),)](
+            **of_lanes,
+            **values,
+            **gradients,
+            states=states,
+            S=token_strides(strides, s_do),
+            **common,
+            **config.of(kernel),
+        )
+    else:
+        if lanes_replay:
+            replay, config = chunk_longhorn_exact_bwd_kernel_replay_mma, for_lanes(key)
+            chunks = dict(GIVEN=given, **of_lanes)
+        else:
+            replay, config = chunk_longhorn_exact_bwd_kernel_replay, for_chunks(key)
+            chunks = dict(SCALAR_BETA=scalar_beta, **general)
+        replay[(H * states.shape[0] * triton.cdiv(V, config.BV),)](
+            **chunks,
+            **values,
+            g=g,
+            states=states,
+            cs=cs,
+            S=token_strides(strides, s_do),
+            **common,
+            **config.of(replay),
+        )
+        if lanes:
+            reverse, config, chunks = chunk_longhorn_exact_bwd_kernel_mma, for_lanes(key), of_lanes
+        else:
+            reverse, chunks = chunk_longhorn_exact_bwd_kernel, dict(v=v, hs=hs, dg=dg, **general)
+        reverse[(H * N * triton.cdiv(V, config.BV),)](
+            **chunks,
+            **gradients,
+            dy=dy,
+            g=g,
+            cs=cs if has_cs else us,
+            S=token_strides(strides, s_dy),
+            SCALAR_BETA=scalar_beta,
+            **common,
+            **config.of(reverse),
+        )
     dq, dk, dg_head = chunk_longhorn_exact_bwd_qk(
         args, dy, us, ws, hs, dhs, dbeta, scale, key, token_strides(strides, s_dy),
     )

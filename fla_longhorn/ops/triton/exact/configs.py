@@ -9,10 +9,13 @@ import os
 from dataclasses import dataclass
 
 import torch
+import triton
 
+from fla_longhorn.ops.arguments import Arguments
 from fla_longhorn.ops.checkpoints import checkpoint_interval
 from fla_longhorn.ops.triton.common import padded_state_size
 from fla_longhorn.ops.triton.device import ASYNC_COPIES
+from fla_longhorn.ops.triton.exact.common import is_split
 from fla_longhorn.ops.triton.launch import LaunchConfig, LaunchKey
 
 # environment variable: with 1, the kernels of `mma` serve no call
@@ -84,6 +87,19 @@ def has_lanes(key: LaunchKey, g: torch.Tensor | None) -> bool:
     if os.environ.get(GENERAL_KERNELS) == '1':
         return False
     return served and (g is None or g.dim() == 3)
+
+
+def walks_back(args: Arguments, key: LaunchKey) -> bool:
+    """Whether backward of updates that are kept starts from the states behind the sequences, in one pass instead of two.
+
+    A state of 64 entries and its gradient do not fit in registers, and a replay is parallel where sequences are few and long.
+    """
+    if padded_state_size(key.K) > 32 or args.g is not None:
+        return False
+    B, T, H, K, V = args.sizes
+    config = for_lanes(key)
+    warps = args.num_sequences * H * triton.cdiv(V, config.BV) * config.num_warps
+    return not is_split(warps, T, checkpoint_interval(K), args.q.device)
 
 
 def for_lanes(key: LaunchKey) -> ExactConfig:

@@ -29,7 +29,7 @@ from fla_longhorn.ops.triton.exact.common import (
     substitution,
     token_strides,
 )
-from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes
+from fla_longhorn.ops.triton.exact.configs import for_chunks, for_lanes, has_lanes, walks_back
 from fla_longhorn.ops.triton.exact.gram import chunk_longhorn_exact_gram, gram_pointers
 from fla_longhorn.ops.triton.exact.mma.forward import chunk_longhorn_exact_fwd_kernel_mma
 from fla_longhorn.ops.triton.exact.mma.operands import chunk_longhorn_exact_operands
@@ -207,8 +207,12 @@ def chunk_longhorn_exact_fwd_kernel_o(
 
 def chunk_longhorn_exact_fwd(
     args: Arguments, ht: torch.Tensor | None, states: torch.Tensor | None, pool: Pool | None,
+    updates: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given."""
+    """Return `o`; write the final state to `ht` and the states for backward to `states`, where given.
+
+    U is stored in `updates`, where it is given.
+    """
     B, T, H, K, V = args.sizes
     x, steps = strided_inputs(args)
     strides = token_strides(steps)
@@ -217,8 +221,14 @@ def chunk_longhorn_exact_fwd(
     o = x.v.new_empty(x.v.shape) if pool is None else x.v.new_zeros(x.v.shape)
     if has_lanes(key, x.g):
         kernel, config = chunk_longhorn_exact_fwd_kernel_mma, for_lanes(key)
-        operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=False)
-        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers)
+        ends = None
+        if updates is None:
+            operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=False)
+        else:
+            operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=True)
+            if walks_back(x, key):
+                ends, states = states, None
+        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, kept=updates, ends=ends)
     else:
         kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)
         gram, a = chunk_longhorn_exact_gram(x, strides, key)

@@ -53,7 +53,7 @@ def exact_update(
 
 def longhorn_fwd(
     q, k, v, beta, scale, initial_state, output_final_state, exact, D, z, use_beta_sigmoid_in_kernel, state_v_first,
-    cu_seqlens, allow_neg_eigval, g, save_states, parallel,
+    cu_seqlens, allow_neg_eigval, g, disable_recompute, save_states, parallel,
 ):
     """The operator `fla_longhorn::longhorn_fwd`, whose arguments these are, as nodes of the graph that torch.onnx builds.
 
@@ -94,7 +94,7 @@ def longhorn_fwd(
         final_state = op.Transpose(final_state, perm=[0, 1, 3, 2])
     # an output that is not requested is empty
     nothing = op.Expand(0.0, [0])
-    return o, final_state if output_final_state else nothing, nothing
+    return o, final_state if output_final_state else nothing, nothing, nothing
 
 
 TRANSLATIONS: dict[Callable, Callable[..., Any]] = {torch.ops.fla_longhorn.longhorn_fwd.default: longhorn_fwd}

@@ -47,8 +47,9 @@ def use_numba(backend) -> None:
     for name in ('longhorn_fwd', 'longhorn_bwd'):
         original = getattr(backend, name)
         setattr(backend, name, functools.wraps(original)(run_on_host(functools.partial(by_numba, name), name)))
-    # which arranges saved states as the operator returns them
+    # which arranges saved states as the operator returns them, and keeps no updates
     backend.view_states = lambda states, args: states
+    backend.keeps_updates = lambda args, parallel: False
 
 
 def use_fla_cpu(_) -> None:

@@ -129,6 +129,25 @@ def decays() -> list[Call]:
     ]
 
 
+def kept() -> list[Call]:
+    """U is kept for backward."""
+    plain = Case(B=1, T=70, H=1, K=64, V=96, dtype=BF16, disable_recompute=True)
+    options = replace(plain, H=2, V=33, **ALL)
+    calls = [
+        *(Call('plain', replace(plain, K=K, T=T)) for K, T in ((64, 70), (16, 33), (32, 7), (128, 33))),
+        # the factor of dbeta where it is no logit, and the other halves of what replay may do
+        Call('steps', replace(options, sigmoid=False, state_v_first=True)), Call('z', replace(plain, z=True, sigmoid=True)),
+        Call('D', replace(plain, K=17, D=True, sigmoid=True, scale=0.5)),
+        *(Call('packed', replace(options, K=K).packed(5, 0, 33, 17, 1)) for K in (3, 64)),
+        Call('spans', replace(options, H=1, K=16).packed(64, 5, 100, 133)),
+        Call('head', replace(options, K=17, g='head', sigmoid=False).packed(5, 0, 33, 17, 1)),
+        Call('head', replace(plain, K=64, g='head', sigmoid=True, D=True, z=True), target='sm_80'),
+        *(Call('cut', replace(options, H=1, K=K, T=270), segment=32) for K in (16, 64)),
+        Call('view', replace(options, B=2, K=16, V=64, layout='view')),
+    ]
+    return [replace(call, exact=True) for call in calls]
+
+
 def recurrent() -> list[Call]:
     return [
         Call('bf16', Case(B=2, T=33, H=1, V=64, dtype=BF16), op='recurrent', exact=True),
@@ -167,6 +186,7 @@ def fast() -> list[Call]:
         Call('options', replace(token, scalar_beta=True), op='step'),
         Call('plain', Case(B=2, T=33, H=1, V=64), exact=True),
         Call('packed', replace(options, dtype=BF16, state_v_first=True).packed(5, 0, 33, 1), exact=True),
+        Call('kept', replace(options, dtype=BF16, disable_recompute=True).packed(5, 0, 33, 1), exact=True),
         # a Hopper card multiplies this with warp groups
         Call('groups', Case(B=1, T=40, H=1, K=64, V=96, dtype=BF16), exact=True),
         Call('options', token, op='step', exact=True),
@@ -178,11 +198,12 @@ def fast() -> list[Call]:
 def ampere() -> list[Call]:
     """Those that sm_80 runs too."""
     d, s, e, r = diagonal(), step(), exact(), recurrent()
-    chosen = [d[2], d[5], d[6], s[1], e[0], e[6], e[9], e[14], e[5], r[3]]
+    k = kept()
+    chosen = [d[2], d[5], d[6], s[1], e[0], e[6], e[9], e[14], e[5], r[3], k[0], k[4], k[7], k[10]]
     return [replace(call, target='sm_80') for call in chosen]
 
 
 GROUPS = {
     'diagonal': diagonal, 'step': step, 'exact': exact, 'decays': decays, 'recurrent': recurrent, 'other': other,
-    'ampere': ampere, 'fast': fast,
+    'kept': kept, 'ampere': ampere, 'fast': fast,
 }

@@ -63,6 +63,24 @@ def test_errors_are_those_of_the_general_kernels(K, keys, gate):
     assert {name: (errors[name], general[name]) for name in names if errors[name] > bounds[name]} == {}
 
 
+@pytest.mark.parametrize(('K', 'keys', 'gate'), [
+    pytest.param(K, keys, gate, marks=[] if (K, keys, gate) == (64, 'one', False) else pytest.mark.slow)
+    for K in (16, 32, 64, 128) for keys in ('one', 'random', 'decades') for gate in (False, True)
+])
+def test_errors_with_updates_that_are_kept(K, keys, gate):
+    """Gradients are as exact as without, at most 1.1 times; outputs and the state within the bounds of their dtype."""
+    results = []
+    for kept in (False, True):
+        case = replace(KEYS, K=K, D=True, z=True, disable_recompute=kept, **(GATE if gate else {}))
+        inputs, options = with_keys(make_inputs(case), keys), make_options(case, exact=True)
+        results.append(emulated(case, inputs, options))
+    wanted = reference(inputs, options)
+    without, errors = ({name: float(relative_error(x[name], wanted[name])) for name in wanted} for x in results)
+    outputs = TOLERANCE[BF16][0]
+    bounds = {name: outputs if name in ('o', 'final_state') else 1.1 * x for name, x in without.items()}
+    assert {name: (errors[name], bounds[name]) for name in bounds if errors[name] > bounds[name]} == {}
+
+
 @pytest.mark.parametrize('gate', [pytest.param({}, marks=pytest.mark.slow), GATE], ids=['none', 'head'])
 def test_bits_do_not_depend_on_the_order_in_which_warps_run(gate):
     case = Case(B=1, T=33, H=1, K=17, V=33, dtype=BF16, D=True, z=True, sigmoid=True, **gate)

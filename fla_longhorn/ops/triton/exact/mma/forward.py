@@ -8,11 +8,13 @@ import triton.language as tl
 from fla_longhorn.ops.triton.common import interpreting, log2e
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded, split
 from fla_longhorn.ops.triton.exact.mma.common import (
+    add_scaled,
     as_accumulators,
     load_chunk,
     load_numbers,
     pairs,
     reciprocal,
+    rounded_solve,
     steps_of,
     store_chunk,
 )
@@ -22,10 +24,11 @@ from fla_longhorn.ops.triton.exact.mma.lanes import (
     load_columns,
     load_keys,
     load_operand,
+    load_two_operands,
     side_by_side,
     state_operand,
 )
-from fla_longhorn.ops.triton.exact.mma.operands import floats, halves
+from fla_longhorn.ops.triton.exact.mma.operands import floats, halves, reverse_halves
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, has_spare_slot, locate_slot, locate_states, sequence_range
 
@@ -97,6 +100,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     o,
     ht,
     states,
+    ends,
+    kept,
     cu_seqlens,
     scale,
     T,
@@ -118,12 +123,19 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     OUTPUT: tl.constexpr,
     BY_INTERVAL: tl.constexpr,
 ):
-    """As the general forward kernel (`../forward.py`), 16 tokens at a time, with `h = -S [BV, BK]`, in columns' order."""
+    """As the general forward kernel (`../forward.py`), 16 tokens at a time, with `h = -S [BV, BK]`, in columns' order.
+
+    With `kept`, U is rounded to bfloat16 and stored there: the state and later tokens see what backward sees. Operands are
+    those of backward then. `ends` is for the states behind the sequences.
+    """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     INTERVAL: tl.constexpr = interval_of(K)
     BK: tl.constexpr = padded(K)
     SAVE_STATES: tl.constexpr = states is not None and not BY_INTERVAL
     SILU: tl.constexpr = OUTPUT and z is not None
+    KEPT: tl.constexpr = kept is not None
+    # of products with U
+    UPDATE: tl.constexpr = 'bf16' if KEPT else 'tf32'
     # how keys read the state: where no decay forgets it, their repetitions keep what is read wrong
     DOT: tl.constexpr = 'tf32' if g is None else 'bf16'
     # summed into a state that products read as tf32, it changes its order of registers twice in each chunk
@@ -146,9 +158,13 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     else:
         bos, T_n = sequence_range(cu_seqlens, i_n, T, IS_VARLEN)
         i_chunk = first_slot(bos, i_n, T, 16, IS_VARLEN) * H + i_h
-    p_operands = operands + i_chunk * halves(BK)
-    p_numbers = numbers + i_chunk * floats(BK)
-    TOKENS: tl.constexpr = 640 + 16 * BK
+    HALVES: tl.constexpr = reverse_halves(BK) if KEPT else halves(BK)
+    FLOATS: tl.constexpr = 64 if KEPT else floats(BK)
+    p_operands = operands + i_chunk * HALVES
+    p_numbers = numbers + i_chunk * FLOATS
+    KEYS: tl.constexpr = 768 + 32 * BK if KEPT else 0
+    QUERIES: tl.constexpr = 1408 + 48 * BK if KEPT else 16 * BK
+    TOKENS: tl.constexpr = 0 if KEPT else 640 + 16 * BK
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     v, o = v + i_h * V, o + i_h * V
     if SCALAR_BETA:
@@ -157,6 +173,8 @@ def chunk_longhorn_exact_fwd_kernel_mma(
         beta, o_beta = beta + i_h * V, o_v
     if z is not None:
         z += i_h * V
+    if KEPT:
+        kept += i_h * V
     b_D = None
     if D is not None:
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[:, None]
@@ -187,13 +205,22 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             p_s += H * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + INTERVAL, T_n), 16, num_stages=1):
             i_x, left = bos + i_t, T_n - i_t
-            b_ka, b_kb = load_keys(p_operands, BK, DOT), load_keys(p_operands + 8 * BK, BK, DOT)
+            b_ka, b_kb = load_keys(p_operands + KEYS, BK, DOT), load_keys(p_operands + KEYS + 8 * BK, BK, DOT)
             if OUTPUT:
-                b_qa, b_qb = load_keys(p_operands + 16 * BK, BK, 'bf16'), load_keys(p_operands + 24 * BK, BK, 'bf16')
-            b_la, b_lb = load_operand(p_numbers, 'tf32'), load_operand(p_numbers + 128, 'tf32')
-            if OUTPUT:
-                b_aa, b_ab = load_operand(p_numbers + 384, 'tf32'), load_operand(p_numbers + 512, 'tf32')
-            b_lab = load_operand(p_numbers + 256, 'tf32')
+                b_qa = load_keys(p_operands + QUERIES, BK, 'bf16')
+                b_qb = load_keys(p_operands + QUERIES + 8 * BK, BK, 'bf16')
+            if KEPT:
+                p_forward = p_operands + 768 + 48 * BK
+                b_la, b_lb = load_two_operands(p_forward)
+                if OUTPUT:
+                    b_aa, b_ab = load_two_operands(p_forward + 256)
+                    b_resta, b_restb = load_two_operands(p_forward + 640 + 16 * BK)
+                b_lab = load_operand(p_forward + 512, 'bf16')
+            else:
+                b_la, b_lb = load_operand(p_numbers, 'tf32'), load_operand(p_numbers + 128, 'tf32')
+                if OUTPUT:
+                    b_aa, b_ab = load_operand(p_numbers + 384, 'tf32'), load_operand(p_numbers + 512, 'tf32')
+                b_lab = load_operand(p_numbers + 256, 'tf32')
             # the next chunk's
             next_ba, next_bb = load_chunk(beta, S.beta, i_x + 16, o_beta, left - 16, V)
             next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
@@ -213,27 +240,45 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 b_rb = product(b_s, b_kb, b_zero, DOT) * b_ub + b_vb
             if OUTPUT:
                 b_oa, b_ob = product(b_s, b_qa, b_zero, 'bf16'), product(b_s, b_qb, b_zero, 'bf16')
+                if KEPT and scale is not None:
+                    # A was multiplied by it already
+                    b_oa, b_ob = b_oa * scale, b_ob * scale
                 if g is not None:
                     b_oa, b_ob = b_oa * b_ua, b_ob * b_ub
-            b_k = load_columns(p_numbers + 640, BK, 'tf32')
-            b_wa = solve(b_ra, b_ea, p_numbers + TOKENS + 48, b_la)
-            b_rb = product(side_by_side(b_wa, b_wa, 'tf32'), b_lab, b_rb, 'tf32')
-            b_wb = solve(b_rb, b_eb, p_numbers + TOKENS + 52, b_lb)
+            if KEPT:
+                b_k = load_columns(p_operands + 768, BK, 'bf16')
+                _, _, b_wa = rounded_solve(b_ra, b_ea, p_numbers + 48, b_la, False)
+            else:
+                b_k = load_columns(p_numbers + 640, BK, 'tf32')
+                b_wa = solve(b_ra, b_ea, p_numbers + TOKENS + 48, b_la)
+            b_rb = product(side_by_side(b_wa, b_wa, UPDATE), b_lab, b_rb, UPDATE)
+            if KEPT:
+                _, _, b_wb = rounded_solve(b_rb, b_eb, p_numbers + 52, b_lb, False)
+            else:
+                b_wb = solve(b_rb, b_eb, p_numbers + TOKENS + 52, b_lb)
             if OUTPUT:
-                b_w = side_by_side(b_wa, b_wb, 'tf32')
-                b_oa, b_ob = product(b_w, b_aa, b_oa, 'tf32'), product(b_w, b_ab, b_ob, 'tf32')
-            if g is not None:
+                b_w = side_by_side(b_wa, b_wb, UPDATE)
+                b_oa, b_ob = product(b_w, b_aa, b_oa, UPDATE), product(b_w, b_ab, b_ob, UPDATE)
+                if KEPT:
+                    b_oa, b_ob = product(b_w, b_resta, b_oa, UPDATE), product(b_w, b_restb, b_ob, UPDATE)
+                    store_chunk(kept, H * V, i_x, o_v, left, V, b_wa, b_wb)
+            if KEPT and g is not None:
+                b_ua, b_ub = load_numbers(p_numbers + 32, 16)
+                b_h = add_scaled(b_h * tl.load(p_numbers + 31), b_wa, b_wb, b_ua, b_ub, b_k)
+            elif g is not None:
                 b_ua, b_ub = load_numbers(p_numbers + TOKENS + 32, 16)
                 # decayed, what later tokens saw of U has more digits than one part
                 b_wa, b_resta = split(cut(b_wa) * b_ua, 'tf32')
                 b_wb, b_restb = split(cut(b_wb) * b_ub, 'tf32')
                 b_h *= tl.load(p_numbers + TOKENS + 31)
                 b_h = product(side_by_side(b_resta, b_restb, 'tf32'), b_k, b_h, 'tf32')
-            b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_h
-            b_sum = product(side_by_side(b_wa, b_wb, 'tf32'), b_k, b_sum, 'tf32')
-            b_h = tl.fma(b_h, 1.0, b_sum) if APART else b_sum
+                b_h = product(side_by_side(b_wa, b_wb, 'tf32'), b_k, b_h, 'tf32')
+            else:
+                b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_h
+                b_sum = product(side_by_side(b_wa, b_wb, UPDATE), b_k, b_sum, UPDATE)
+                b_h = tl.fma(b_h, 1.0, b_sum) if APART else b_sum
             if OUTPUT:
-                if scale is not None:
+                if scale is not None and not KEPT:
                     b_oa, b_ob = b_oa * scale, b_ob * scale
                 b_oa, b_ob = skip_and_silu(b_oa, b_D, b_va, b_za), skip_and_silu(b_ob, b_D, b_vb, b_zb)
                 store_chunk(o, H * V, i_x, o_v, left, V, b_oa, b_ob)
@@ -241,12 +286,14 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             if SILU:
                 b_za, b_zb = next_za.to(tl.float32), next_zb.to(tl.float32)
             b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
-            p_operands += H * halves(BK)
-            p_numbers += H * floats(BK)
+            p_operands += H * HALVES
+            p_numbers += H * FLOATS
 
     if SAVE_STATES and IS_VARLEN:
         spare = has_spare_slot(bos, bos + T_n, INTERVAL)
         store_state(p_s, tl.zeros_like(b_h), o_k, o_v, spare, K, V, True)
+    if ends is not None:
+        store_state(ends + (i_w * H + i_h) * (K * V), by_entries(-b_h), o_k, o_v, None, K, V, True)
     if ht is not None and not BY_INTERVAL:
         p_h = ht + i_w * s_h + i_h * (K * V)
         store_state(p_h, by_entries(-b_h), o_k, o_v, written if POOLED else None, K, V, STATE_V_FIRST)

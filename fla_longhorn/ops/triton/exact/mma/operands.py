@@ -43,8 +43,9 @@ def halves(K):
 @triton.constexpr_function
 def reverse_halves(K):
     """bfloat16 numbers of a chunk in reverse: L^T of both halves, A^T of the first, between them and of the second, L^T
-    and Q by tokens, K by entries; for a replay L of both halves, A of both, L between them, Q by entries."""
-    return 768 + 48 * K + 640 + 16 * K
+    between them, K and Q by tokens, K by entries; for a replay L of both halves, A of both, L between them, Q by entries; what
+    A was rounded by, for a forward that keeps U."""
+    return 768 + 48 * K + 640 + 16 * K + 256
 
 
 @triton.jit
@@ -164,7 +165,10 @@ def chunk_longhorn_exact_bwd_kernel_operands(
     operands += 768 + 48 * BK
     tl.store(operands + 640 + o_e, b_q)
     # rows are results, columns sums
-    tl.store(operands + 256 + place_of_two(o_s % 8, o_r, o_s // 8), rounded(-b_a, tl.bfloat16))
+    b_hi = rounded(-b_a, tl.bfloat16)
+    p_two = operands + place_of_two(o_s % 8, o_r, o_s // 8)
+    tl.store(p_two + 256, b_hi)
+    tl.store(p_two + 640 + 16 * BK, rounded(-b_a - b_hi.to(tl.float32), tl.bfloat16))
     b_hi, b_lo = split(tl.where(o_s // 2 > o_r // 2, -b_gram, 0.0), 'bf16')
     p_two = operands + place_of_two(o_s % 8, o_r % 8, o_s // 8)
     tl.store(p_two, b_hi, mask=o_s // 8 == o_r // 8)

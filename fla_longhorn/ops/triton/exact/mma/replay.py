@@ -12,6 +12,7 @@ from fla_longhorn.ops.triton.exact.mma.common import (
     as_accumulators,
     load_chunk,
     load_numbers,
+    pairs,
     reciprocal,
     rounded_solve,
     steps_of,
@@ -48,6 +49,22 @@ def factor_of_x(b_r, b_beta, b_n, OPTIONS: tl.constexpr):
     return (2.0 if OPTIONS.allow_neg_eigval else 1.0) * b_r * b_f * b_f
 
 
+@triton.jit
+def in_pairs(b_w):
+    """U in bfloat16, in the layout that a solve leaves it in."""
+    b_w0, b_w1 = pairs(b_w)
+    return tl.reshape(tl.join(b_w0.to(tl.bfloat16), b_w1.to(tl.bfloat16)), b_w.shape)
+
+
+@triton.jit
+def residuals(b_x, b_w, p_pairs, b_l):
+    """`X - L W` of 8 tokens `[BV, 8]`, of W that is known."""
+    b_g = tl.load(p_pairs + tl.arange(0, 4))[None, :]
+    b_x0, b_x1 = pairs(product(side_by_side(b_w, b_w, 'bf16'), b_l, b_x, 'bf16'))
+    b_w0, _ = pairs(b_w.to(tl.float32))
+    return tl.reshape(tl.join(b_x0, b_x1 - b_g * b_w0), b_x.shape)
+
+
 @triton.jit(do_not_specialize=['T', 'N'])
 def chunk_longhorn_exact_bwd_kernel_replay_mma(
     v,
@@ -77,12 +94,16 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
     SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     OPTIONS: tl.constexpr,
+    GIVEN: tl.constexpr,
 ):
-    """As the general replay (`../replay.py`), 16 tokens at a time, with `h = -S [BV, BK]`."""
+    """As the general replay (`../replay.py`), 16 tokens at a time, with `h = -S [BV, BK]`; with GIVEN, `us` has U already."""
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
     INTERVAL: tl.constexpr = interval_of(K)
     BK: tl.constexpr = padded(K)
     FORWARD: tl.constexpr = 768 + 48 * BK
+    # R, from which U or `cs` follows
+    RESIDUALS: tl.constexpr = not GIVEN or cs is not None
+    VALUES: tl.constexpr = RESIDUALS or D is not None
     # with 128 entries there are registers for sums apart from the state, which else changes their order twice in each chunk,
     # and for the next chunk's z and dO as accumulators
     WIDE: tl.constexpr = BK == 128
@@ -106,10 +127,16 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
         b_dD = tl.zeros([BV, 8], dtype=tl.float32)
     b_h = by_columns(-load_state(states + (i_c.to(tl.int64) * H + i_h) * (K * V), o_k, o_v, T_i > 0, K, V, True))
     # of both halves; a chunk's tiles are loaded before anything of the last one is stored
-    b_va, b_vb = load_chunk(v, S.v, bos, o_v, T_i, V)
-    b_va, b_vb = as_accumulators(b_va, b_vb)
-    b_ba, b_bb = load_chunk(beta, S.beta, bos, o_v, T_i, V)
-    b_ba, b_bb = as_accumulators(b_ba, b_bb)
+    b_va, b_vb = None, None
+    if VALUES:
+        b_va, b_vb = load_chunk(v, S.v, bos, o_v, T_i, V)
+        b_va, b_vb = as_accumulators(b_va, b_vb)
+    if RESIDUALS:
+        b_ba, b_bb = load_chunk(beta, S.beta, bos, o_v, T_i, V)
+        b_ba, b_bb = as_accumulators(b_ba, b_bb)
+    if GIVEN:
+        b_wa, b_wb = load_chunk(us, H * V, bos, o_v, T_i, V)
+        b_wa, b_wb = as_accumulators(b_wa, b_wb)
     if WIDE and (D is not None or z is not None):
         b_doa, b_dob = load_chunk(do, S.do, bos, o_v, T_i, V)
         b_doa, b_dob = as_accumulators(b_doa, b_dob)
@@ -121,13 +148,18 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
         p_hs += H * PARTS * K * V
         for i_t in tl.range(i_s, tl.minimum(i_s + SPAN, T_i), 16, num_stages=1):
             i_x, left = bos + i_t, T_i - i_t
-            b_ka, b_kb = load_keys(p_operands + 768 + 32 * BK, BK, 'tf32'), load_keys(p_operands + 768 + 40 * BK, BK, 'tf32')
-            next_ba, next_bb = load_chunk(beta, S.beta, i_x + 16, o_v, left - 16, V)
-            next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
-            b_na, b_nb = load_numbers(p_numbers, 16)
-            p_forward = p_operands + FORWARD
-            b_la, b_lb = load_two_operands(p_forward)
-            b_lab = load_operand(p_forward + 512, 'bf16')
+            p_keys, p_forward = p_operands + 768 + 32 * BK, p_operands + FORWARD
+            if RESIDUALS:
+                b_ka, b_kb = load_keys(p_keys, BK, 'tf32'), load_keys(p_keys + 8 * BK, BK, 'tf32')
+                next_ba, next_bb = load_chunk(beta, S.beta, i_x + 16, o_v, left - 16, V)
+            if VALUES:
+                next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
+            if GIVEN:
+                next_wa, next_wb = load_chunk(us, H * V, i_x + 16, o_v, left - 16, V)
+            if RESIDUALS:
+                b_na, b_nb = load_numbers(p_numbers, 16)
+                b_la, b_lb = load_two_operands(p_forward)
+                b_lab = load_operand(p_forward + 512, 'bf16')
             # this chunk's, or the next one's
             AHEAD: tl.constexpr = 16 if WIDE else 0
             if D is not None or z is not None:
@@ -136,13 +168,15 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
                 b_qa, b_qb = load_keys(p_forward + 640, BK, 'bf16'), load_keys(p_forward + 640 + 8 * BK, BK, 'bf16')
                 b_aa, b_ab = load_two_operands(p_forward + 256)
                 next_za, next_zb = load_chunk(z, S.z, i_x + AHEAD, o_v, left - AHEAD, V)
-            b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
-            # dbeta is a small difference of V and K S
+            if not GIVEN:
+                b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
-            if g is None:
-                b_ra, b_rb = product(b_h, b_ka, b_va, 'tf32'), product(b_h, b_kb, b_vb, 'tf32')
-            else:
+            if g is not None:
                 b_ua, b_ub = load_numbers(p_numbers + 16, 16)
+            # dbeta is a small difference of V and K S
+            if RESIDUALS and g is None:
+                b_ra, b_rb = product(b_h, b_ka, b_va, 'tf32'), product(b_h, b_kb, b_vb, 'tf32')
+            elif RESIDUALS:
                 b_ra = product(b_h, b_ka, b_zero, 'tf32') * b_ua + b_va
                 b_rb = product(b_h, b_kb, b_zero, 'tf32') * b_ub + b_vb
             if z is not None:
@@ -154,9 +188,16 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
                 if g is not None:
                     b_oa, b_ob = b_oa * b_ua, b_ob * b_ub
             b_k = load_columns(p_operands + 768, BK, 'bf16')
-            b_ra, _, b_wa = rounded_solve(b_ra, b_ea, p_numbers + 48, b_la, False)
-            b_rb = product(side_by_side(b_wa, b_wa, 'bf16'), b_lab, b_rb, 'bf16')
-            b_rb, _, b_wb = rounded_solve(b_rb, b_eb, p_numbers + 52, b_lb, False)
+            if GIVEN:
+                b_wa, b_wb = in_pairs(b_wa), in_pairs(b_wb)
+                if RESIDUALS:
+                    b_ra = residuals(b_ra, b_wa, p_numbers + 48, b_la)
+                    b_rb = product(side_by_side(b_wa, b_wa, 'bf16'), b_lab, b_rb, 'bf16')
+                    b_rb = residuals(b_rb, b_wb, p_numbers + 52, b_lb)
+            else:
+                b_ra, _, b_wa = rounded_solve(b_ra, b_ea, p_numbers + 48, b_la, False)
+                b_rb = product(side_by_side(b_wa, b_wa, 'bf16'), b_lab, b_rb, 'bf16')
+                b_rb, _, b_wb = rounded_solve(b_rb, b_eb, p_numbers + 52, b_lb, False)
             b_w = side_by_side(b_wa, b_wb, 'bf16')
             if z is not None:
                 b_oa, b_ob = product(b_w, b_aa, b_oa, 'bf16'), product(b_w, b_ab, b_ob, 'bf16')
@@ -168,7 +209,8 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
                 b_ua, b_ub = load_numbers(p_numbers + 32, 16)
                 b_sum = add_scaled(b_sum, b_wa, b_wb, b_ua, b_ub, b_k)
             b_h = tl.fma(b_h, b_d, b_sum) if WIDE else b_sum
-            store_chunk(us, H * V, i_x, o_v, left, V, b_wa, b_wb)
+            if not GIVEN:
+                store_chunk(us, H * V, i_x, o_v, left, V, b_wa, b_wb)
             if cs is not None:
                 b_ra, b_rb = factor_of_x(b_ra, b_ba, b_na, OPTIONS), factor_of_x(b_rb, b_bb, b_nb, OPTIONS)
                 store_chunk(cs, H * V, i_x, o_v, left, V, b_ra, b_rb)
@@ -188,8 +230,12 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
                 b_doa, b_dob = next_doa.to(tl.float32), next_dob.to(tl.float32)
             if WIDE and z is not None:
                 b_za, b_zb = next_za.to(tl.float32), next_zb.to(tl.float32)
-            b_va, b_vb = next_va.to(tl.float32), next_vb.to(tl.float32)
-            b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
+            if VALUES:
+                b_va, b_vb = next_va.to(tl.float32), next_vb.to(tl.float32)
+            if RESIDUALS:
+                b_ba, b_bb = next_ba.to(tl.float32), next_bb.to(tl.float32)
+            if GIVEN:
+                b_wa, b_wb = next_wa.to(tl.float32), next_wb.to(tl.float32)
             p_operands += H * reverse_halves(BK)
             p_numbers += H * 64
     if g is not None:
