@@ -68,7 +68,7 @@ MUTATIONS = [
         'a row that fills its spans ends with the state where the next row starts', SMALLEST, 'exact fill', env=INTERPRET,
     ),
     Mutation(
-        'end-from-a-spare-slot', 'ops/triton/exact/replay.py', 'ends = (T_i > 0) & (', 'ends = (',
+        'end-from-a-spare-slot', 'ops/triton/exact/replay.py', 'is_last = (T_i > 0) & (', 'is_last = (',
         'an unused slot overwrites the state at the end of its sequence', SMALLEST, 'slots decay', env=INTERPRET,
     ),
     Mutation(

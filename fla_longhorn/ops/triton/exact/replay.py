@@ -173,7 +173,7 @@ def chunk_longhorn_exact_bwd_kernel_replay(
             i_gram += H
     if g is not None:
         i_end = num_slots(T, N, SPAN, IS_VARLEN) + i_n
-        ends = (T_i > 0) & (bos_i + INTERVAL >= T_n)
-        store_state(hs + (i_end * H + i_h) * (PARTS * K * V), b_h, o_k, o_v, ends, K, V, True, PARTS)
+        is_last = (T_i > 0) & (bos_i + INTERVAL >= T_n)
+        store_state(hs + (i_end * H + i_h) * (PARTS * K * V), b_h, o_k, o_v, is_last, K, V, True, PARTS)
     if D is not None:
         tl.store(dD + (i_c.to(tl.int64) * H + i_h) * V + o_v, b_dD, mask=o_v < V)
