@@ -14,7 +14,7 @@ from fla_longhorn.selfcheck.compare import check, differentiate, update
 
 UPDATES = {'exact': True, 'diagonal': False}
 # every kernel is launched by one of these; the tests have the other cases and dtypes
-CASES = ('as in the model', 'gate per head', 'gate per channel', 'doubled steps', 'one token', 'long')
+CASES = ('as in the model', 'gate per head', 'gate per channel', 'doubled steps', 'updates kept', 'one token', 'long')
 PLAN = {f'{form}, {name}': (form, name) for name in CASES for form in UPDATES}
 
 

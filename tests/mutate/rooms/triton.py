@@ -99,7 +99,7 @@ MUTATIONS = [
     ),
     Mutation(
         'keys-as-far-apart-as-queries', 'ops/triton/diagonal/common.py',
-        '*q.stride(), *k.stride()', '*q.stride(), *q.stride()',
+        's_kt=k.stride(1)', 's_kt=q.stride(1)',
         'keys are read where queries would lie', BRANCHES + 'test_inputs_with_room_between', 'diagonal', env=INTERPRET,
     ),
     Mutation(
