@@ -60,6 +60,8 @@ MIXED = (('k', torch.float16), ('v', torch.float32), ('D', torch.float32))
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'strided': lambda x, nan: torch.stack([x, nan], -1)[..., 0],
     'view': lambda x, nan: torch.cat([nan, x], 2)[:, :, nan.shape[2]:],
+    # and tokens of z further apart than those of v
+    'apart': lambda x, nan: torch.cat([nan, x], 2)[:, :, nan.shape[2]:],
     'shifted': lambda x, nan: torch.cat([nan.flatten()[:1], x.flatten()])[1:].view(x.shape),
 }
 
@@ -95,8 +97,7 @@ def make_inputs(case: Case, device: torch.device | str = 'cpu', seed: int = 0) -
     if case.layout != 'dense':
         names = {*inputs} & {'q', 'k', 'v', 'z', *(['beta'] if case.layout == 'shifted' else [])}
         gaps = {x: torch.full_like(inputs[x], float('nan')) for x in names}
-        if case.z and case.layout == 'view':
-            # tokens of z are further apart than those of v, as in a layer
+        if case.z and case.layout == 'apart':
             gaps['z'] = torch.cat([gaps['z']] * 2, 2)
         inputs |= {x: LAYOUTS[case.layout](inputs[x], gap) for x, gap in gaps.items()}
     return {name: x.requires_grad_() for name, x in inputs.items()}

@@ -49,7 +49,7 @@ BRANCHES = {
         'a decay per channel': Case(B=2, T=32, H=1, K=4, V=3, g='channel', D=True),
         'in bfloat16': Case(B=2, T=64, H=1, K=4, V=3, g='head', dtype=torch.bfloat16, z=True),
         'a scale in bfloat16': Case(B=1, T=35, H=1, K=4, V=12, scale=0.5, dtype=torch.bfloat16, z=True),
-        'all in bfloat16': Case(B=1, T=35, H=2, layout='view', **DOUBLED),
+        'all in bfloat16': Case(B=1, T=35, H=2, layout='apart', **DOUBLED),
         'and logits': Case(B=1, T=40, H=2, g='head', sigmoid=True, **DOUBLED),
         'and a decay in float16': Case(B=1, T=9, H=1, K=4, V=3, scale=0.5, g='channel', dtype=torch.float16, **ALL),
         'logits of one step': Case(B=1, T=17, H=1, K=4, V=3, scalar_beta=True, sigmoid=True, g='channel'),

@@ -75,10 +75,10 @@ PIECES = (
             'given': False, 'walk': False, 'KEPT': False, 'GIVEN': False,
         },
         gone=frozenset({
-            'disable_recompute', 'updates', 'given', 'walk', 'kept', 'ends', 'KEPT', 'GIVEN', 'RESIDUALS', 'VALUES',
+            'disable_recompute', 'updates', 'given', 'walk', 'ends', 'KEPT', 'GIVEN', 'RESIDUALS', 'VALUES',
         }),
         absent=frozenset({'cu_seqlens_cpu', 'naive_chunk_longhorn', 'return_intermediate_states'}),
-        unsaid='GIVEN|`kept`|`updates|behind the sequences|backward sees',
+        unsaid='GIVEN|`updates|behind the sequences|backward sees',
     )),
     Piece('pools of states', ('ops.pool', 'ops.update'), Facts(
         conditions={'pool is None': True, 'POOLED': False, 'pooled': False},

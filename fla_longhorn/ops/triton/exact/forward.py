@@ -228,7 +228,7 @@ def chunk_longhorn_exact_fwd(
             operands, numbers = chunk_longhorn_exact_operands(x, strides, reverse=True)
             if walks_back(x, key):
                 ends, states = states, None
-        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, kept=updates, ends=ends)
+        chunks: dict[str, Any] = dict(operands=operands, numbers=numbers, updates=updates, ends=ends)
     else:
         kernel, config = chunk_longhorn_exact_fwd_kernel_o, for_chunks(key)
         gram, a = chunk_longhorn_exact_gram(x, strides, key)

@@ -101,7 +101,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     ht,
     states,
     ends,
-    kept,
+    updates,
     cu_seqlens,
     scale,
     T,
@@ -125,7 +125,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
 ):
     """As the general forward kernel (`../forward.py`), 16 tokens at a time, with `h = -S [BV, BK]`, in columns' order.
 
-    With `kept`, U is rounded to bfloat16 and stored there: the state and later tokens see what backward sees. Operands are
+    With `updates`, U is rounded to bfloat16 and stored there: the state and later tokens see what backward sees. Operands are
     those of backward then. `ends` is for the states behind the sequences.
     """
     IS_VARLEN: tl.constexpr = cu_seqlens is not None
@@ -133,7 +133,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     BK: tl.constexpr = padded(K)
     SAVE_STATES: tl.constexpr = states is not None and not BY_INTERVAL
     SILU: tl.constexpr = OUTPUT and z is not None
-    KEPT: tl.constexpr = kept is not None
+    KEPT: tl.constexpr = updates is not None
     # of products with U
     UPDATE: tl.constexpr = 'bf16' if KEPT else 'tf32'
     # how keys read the state: where no decay forgets it, their repetitions keep what is read wrong
@@ -174,7 +174,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
     if z is not None:
         z += i_h * V
     if KEPT:
-        kept += i_h * V
+        updates += i_h * V
     b_D = None
     if D is not None:
         b_D = tl.load(D + i_h * V + o_v, mask=o_v < V, other=0.0).to(tl.float32)[:, None]
@@ -261,7 +261,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 b_oa, b_ob = product(b_w, b_aa, b_oa, UPDATE), product(b_w, b_ab, b_ob, UPDATE)
                 if KEPT:
                     b_oa, b_ob = product(b_w, b_resta, b_oa, UPDATE), product(b_w, b_restb, b_ob, UPDATE)
-                    store_chunk(kept, H * V, i_x, o_v, left, V, b_wa, b_wb)
+                    store_chunk(updates, H * V, i_x, o_v, left, V, b_wa, b_wb)
             if KEPT and g is not None:
                 b_ua, b_ub = load_numbers(p_numbers + 32, 16)
                 b_h = add_scaled(b_h * tl.load(p_numbers + 31), b_wa, b_wb, b_ua, b_ub, b_k)
