@@ -77,8 +77,8 @@ MUTATIONS = [
         'K16', env=INTERPRET,
     ),
     Mutation(
-        'updates-of-half-a-chunk', 'ops/triton/exact/mma/forward.py', 'kept, H * V, i_x, o_v, left, V, b_wa, b_wb)',
-        'kept, H * V, i_x, o_v, left, V, b_wa, b_wa)',
+        'updates-of-half-a-chunk', 'ops/triton/exact/mma/forward.py', 'updates, H * V, i_x, o_v, left, V, b_wa, b_wb)',
+        'updates, H * V, i_x, o_v, left, V, b_wa, b_wa)',
         "backward gets the first half of a chunk's updates twice", 'tests/ops/test_exact.py::test_updates_are_kept',
         'K16', env=INTERPRET,
     ),
