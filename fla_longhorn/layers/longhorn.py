@@ -83,7 +83,8 @@ class Longhorn(NoWeightDecay):
         recompute (bool, Optional):
             Whether backward recomputes the convolution's output and the step sizes: the same gradients, with 4 bytes less per
             token and channel in 16-bit training, where neither part is adapted or hooked and no cache is read or kept. Under
-            `torch.compile` the compiler chooses. False is the operator's `disable_recompute` too. Default: `True`.
+            `torch.compile` the compiler chooses. False is the operator's `disable_recompute` too, which rounds more.
+            Default: `True`.
         norm_eps (float, Optional):
             Unused, accepted because fla's layers have it. Default: 1e-5.
         layer_idx (int, Optional):

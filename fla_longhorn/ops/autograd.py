@@ -70,8 +70,7 @@ def _(*inputs):
     slots = num_checkpoints(B, T, args.num_sequences, checkpoint_interval(K), args.cu_seqlens is not None)
     # meta tensors are on no device
     us = None if args.q.is_meta else new_updates(args, save_states=save_states, parallel=parallel)
-    backend: Any = backend_of(args)
-    if us is not None and backend.saves_ends(args):
+    if us is not None and cast(Any, backend_of(args)).saves_ends(args):
         slots = args.num_sequences
     states = args.q.new_empty((slots, H, K, V) if save_states else 0, dtype=torch.float32)
     return o, final_state, states, or_empty(us, args.q)

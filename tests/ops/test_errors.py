@@ -181,6 +181,12 @@ class TestBackend:
         with pytest.raises(ValueError, match='numba runs on the CPU'):
             select_backend(torch.device('cuda'))
 
+    @pytest.mark.parametrize('disable_recompute', [False, True])
+    def test_shapes_need_none(self, monkeypatch, disable_recompute):
+        monkeypatch.setenv('FLA_LONGHORN_BACKEND', 'numba')
+        o, _ = chunk_longhorn(**on('meta', arguments()), exact=True, disable_recompute=disable_recompute)
+        assert o.is_meta and o.shape == (B, T, H, V)
+
     @pytest.mark.parametrize('interpret, name', [('1', 'fla_longhorn.ops.triton'), ('0', 'fla_longhorn.ops.torch')])
     def test_default_on_the_cpu(self, monkeypatch, interpret, name):
         """Without a package; `packages/cpu/tests/longhorn/test_door.py` has one."""

@@ -27,11 +27,10 @@ def store_chunk(x, S: tl.constexpr, i_t, o_x, left, X: tl.constexpr, b_a, b_b):
 
 
 @triton.jit
-def load_numbers(p, left):
-    """Numbers of a chunk's tokens, `[1, 8]` twice; zeros for tokens that are not there, whose chunk may not be written."""
+def load_numbers(p):
+    """Numbers of a chunk's tokens, `[1, 8]` twice."""
     o_t = tl.arange(0, 8)
-    b_a, b_b = tl.load(p + o_t, mask=o_t < left, other=0.0), tl.load(p + 8 + o_t, mask=o_t + 8 < left, other=0.0)
-    return b_a[None, :], b_b[None, :]
+    return tl.load(p + o_t)[None, :], tl.load(p + 8 + o_t)[None, :]
 
 
 @triton.jit
@@ -40,6 +39,13 @@ def as_accumulators(b_a, b_b):
     b_x = tl.zeros([b_a.shape[0], 16], dtype=tl.bfloat16)
     b_y = tl.zeros([16, 8], dtype=tl.bfloat16)
     return product(b_x, b_y, b_a.to(tl.float32), 'bf16'), product(b_x, b_y, b_b.to(tl.float32), 'bf16')
+
+
+@triton.jit
+def load_accumulators(x, S: tl.constexpr, i_t, o_x, left, X: tl.constexpr):
+    """:func:`load_chunk`, of tiles that a loop carries."""
+    b_a, b_b = load_chunk(x, S, i_t, o_x, left, X)
+    return as_accumulators(b_a, b_b)
 
 
 @triton.jit

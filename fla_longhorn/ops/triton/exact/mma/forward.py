@@ -10,6 +10,7 @@ from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interv
 from fla_longhorn.ops.triton.exact.mma.common import (
     add_scaled,
     as_accumulators,
+    load_accumulators,
     load_chunk,
     load_numbers,
     pairs,
@@ -189,12 +190,10 @@ def chunk_longhorn_exact_fwd_kernel_mma(
         p_s = states + (first_slot(bos, i_n, T, INTERVAL, IS_VARLEN) * H + i_h) * (K * V)
 
     # of both halves; a chunk's tiles are loaded before the last one's output is stored
-    b_va, b_vb = load_chunk(v, S.v, bos, o_v, T_n, V)
-    b_va, b_vb = as_accumulators(b_va, b_vb)
+    b_va, b_vb = load_accumulators(v, S.v, bos, o_v, T_n, V)
     b_za, b_zb = None, None
     if SILU:
-        b_za, b_zb = load_chunk(z, S.z, bos, o_v, T_n, V)
-        b_za, b_zb = as_accumulators(b_za, b_zb)
+        b_za, b_zb = load_accumulators(z, S.z, bos, o_v, T_n, V)
     b_ba, b_bb = load_chunk(beta, S.beta, bos, o_beta, T_n, V)
     if not SCALAR_BETA:
         b_ba, b_bb = as_accumulators(b_ba, b_bb)
@@ -226,7 +225,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
             next_va, next_vb = load_chunk(v, S.v, i_x + 16, o_v, left - 16, V)
             if SILU:
                 next_za, next_zb = load_chunk(z, S.z, i_x + 16, o_v, left - 16, V)
-            b_na, b_nb = load_numbers(p_numbers + TOKENS, 16)
+            b_na, b_nb = load_numbers(p_numbers + TOKENS)
             b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             b_s = state_operand(rounded(b_h, tl.bfloat16))
@@ -235,7 +234,7 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                 b_ra = tl.fma(product(b_h, b_ka, b_zero, DOT), cut_factor(), b_va)
                 b_rb = tl.fma(product(b_h, b_kb, b_zero, DOT), cut_factor(), b_vb)
             else:
-                b_ua, b_ub = load_numbers(p_numbers + TOKENS + 16, 16)
+                b_ua, b_ub = load_numbers(p_numbers + TOKENS + 16)
                 b_ra = product(b_s, b_ka, b_zero, DOT) * b_ua + b_va
                 b_rb = product(b_s, b_kb, b_zero, DOT) * b_ub + b_vb
             if OUTPUT:
@@ -263,10 +262,10 @@ def chunk_longhorn_exact_fwd_kernel_mma(
                     b_oa, b_ob = product(b_w, b_resta, b_oa, UPDATE), product(b_w, b_restb, b_ob, UPDATE)
                     store_chunk(updates, H * V, i_x, o_v, left, V, b_wa, b_wb)
             if KEPT and g is not None:
-                b_ua, b_ub = load_numbers(p_numbers + 32, 16)
+                b_ua, b_ub = load_numbers(p_numbers + 32)
                 b_h = add_scaled(b_h * tl.load(p_numbers + 31), b_wa, b_wb, b_ua, b_ub, b_k)
             elif g is not None:
-                b_ua, b_ub = load_numbers(p_numbers + TOKENS + 32, 16)
+                b_ua, b_ub = load_numbers(p_numbers + TOKENS + 32)
                 # decayed, what later tokens saw of U has more digits than one part
                 b_wa, b_resta = split(cut(b_wa) * b_ua, 'tf32')
                 b_wb, b_restb = split(cut(b_wb) * b_ub, 'tf32')

@@ -9,7 +9,7 @@ from fla_longhorn.ops.triton.common import log2e
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, interval_of, padded, product, rounded
 from fla_longhorn.ops.triton.exact.mma.common import (
     add_scaled,
-    as_accumulators,
+    load_accumulators,
     load_chunk,
     load_numbers,
     pairs,
@@ -129,20 +129,15 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
     # of both halves; a chunk's tiles are loaded before anything of the last one is stored
     b_va, b_vb = None, None
     if VALUES:
-        b_va, b_vb = load_chunk(v, S.v, bos, o_v, T_i, V)
-        b_va, b_vb = as_accumulators(b_va, b_vb)
+        b_va, b_vb = load_accumulators(v, S.v, bos, o_v, T_i, V)
     if RESIDUALS:
-        b_ba, b_bb = load_chunk(beta, S.beta, bos, o_v, T_i, V)
-        b_ba, b_bb = as_accumulators(b_ba, b_bb)
+        b_ba, b_bb = load_accumulators(beta, S.beta, bos, o_v, T_i, V)
     if GIVEN:
-        b_wa, b_wb = load_chunk(us, H * V, bos, o_v, T_i, V)
-        b_wa, b_wb = as_accumulators(b_wa, b_wb)
+        b_wa, b_wb = load_accumulators(us, H * V, bos, o_v, T_i, V)
     if WIDE and (D is not None or z is not None):
-        b_doa, b_dob = load_chunk(do, S.do, bos, o_v, T_i, V)
-        b_doa, b_dob = as_accumulators(b_doa, b_dob)
+        b_doa, b_dob = load_accumulators(do, S.do, bos, o_v, T_i, V)
     if WIDE and z is not None:
-        b_za, b_zb = load_chunk(z, S.z, bos, o_v, T_i, V)
-        b_za, b_zb = as_accumulators(b_za, b_zb)
+        b_za, b_zb = load_accumulators(z, S.z, bos, o_v, T_i, V)
     for i_s in range(0, T_i, SPAN):
         store_state(p_hs, by_entries(-b_h), o_k, o_v, None, K, V, True, PARTS)
         p_hs += H * PARTS * K * V
@@ -157,7 +152,7 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
             if GIVEN:
                 next_wa, next_wb = load_chunk(us, H * V, i_x + 16, o_v, left - 16, V)
             if RESIDUALS:
-                b_na, b_nb = load_numbers(p_numbers, 16)
+                b_na, b_nb = load_numbers(p_numbers)
                 b_la, b_lb = load_two_operands(p_forward)
                 b_lab = load_operand(p_forward + 512, 'bf16')
             # this chunk's, or the next one's
@@ -172,7 +167,7 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
                 b_ea, b_eb = steps_of(b_ba, b_na, OPTIONS), steps_of(b_bb, b_nb, OPTIONS)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             if g is not None:
-                b_ua, b_ub = load_numbers(p_numbers + 16, 16)
+                b_ua, b_ub = load_numbers(p_numbers + 16)
             # dbeta is a small difference of V and K S
             if RESIDUALS and g is None:
                 b_ra, b_rb = product(b_h, b_ka, b_va, 'tf32'), product(b_h, b_kb, b_vb, 'tf32')
@@ -206,7 +201,7 @@ def chunk_longhorn_exact_bwd_kernel_replay_mma(
             if g is None:
                 b_sum = product(b_w, b_k, b_sum, 'bf16')
             else:
-                b_ua, b_ub = load_numbers(p_numbers + 32, 16)
+                b_ua, b_ub = load_numbers(p_numbers + 32)
                 b_sum = add_scaled(b_sum, b_wa, b_wb, b_ua, b_ub, b_k)
             b_h = tl.fma(b_h, b_d, b_sum) if WIDE else b_sum
             if not GIVEN:

@@ -10,6 +10,7 @@ from fla_longhorn.ops.triton.exact.common import head_index_and_channels, padded
 from fla_longhorn.ops.triton.exact.mma.common import (
     add_scaled,
     as_accumulators,
+    load_accumulators,
     load_chunk,
     load_numbers,
     reciprocal,
@@ -104,8 +105,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
     p_dhs = dhs + ((first_slot(bos, i_n, T, SPAN, IS_VARLEN) + NS - 1) * H + i_h) * (PARTS * K * V)
     # the last chunk; in the loop, the one before is loaded before anything is stored
     i_t = tl.maximum(NT - 1, 0) * 16
-    b_ya, b_yb = load_chunk(dy, S.do, bos + i_t, o_v, T_n - i_t, V)
-    b_ya, b_yb = as_accumulators(b_ya, b_yb)
+    b_ya, b_yb = load_accumulators(dy, S.do, bos + i_t, o_v, T_n - i_t, V)
     b_ba, b_bb = load_chunk(beta, S.beta, bos + i_t, o_beta, T_n - i_t, V)
     b_ba, b_bb = b_ba.to(tl.float32), b_bb.to(tl.float32)
     if not SCALAR_BETA:
@@ -123,7 +123,7 @@ def chunk_longhorn_exact_bwd_kernel_mma(
                 b_ca, b_cb = load_chunk(cs, H * V, i_x, o_v, left, V)
             next_ba, next_bb = load_chunk(beta, S.beta, i_x - 16, o_beta, i_t, V)
             next_ya, next_yb = load_chunk(dy, S.do, i_x - 16, o_v, i_t, V)
-            b_na, b_nb = load_numbers(p_numbers, 16)
+            b_na, b_nb = load_numbers(p_numbers)
             b_ea, b_sa = steps_and_slopes(b_ba, b_na, OPTIONS)
             b_eb, b_sb = steps_and_slopes(b_bb, b_nb, OPTIONS)
             b_za, b_zb = rounded(b_ya, tl.bfloat16), rounded(b_yb, tl.bfloat16)
@@ -138,10 +138,10 @@ def chunk_longhorn_exact_bwd_kernel_mma(
             else:
                 b_xb = product(b_dh, b_kb, b_zero, 'tf32')
                 b_xa = product(b_dh, b_ka, b_zero, 'tf32')
-                b_ua, b_ub = load_numbers(p_numbers + 32, 16)
+                b_ua, b_ub = load_numbers(p_numbers + 32)
                 b_xb = product(b_ybb, b_ab, b_xb * b_ub, 'bf16')
                 b_xa = product(b_ybb, b_aba, product(b_yaa, b_aa, b_xa * b_ua, 'bf16'), 'bf16')
-                b_ua, b_ub = load_numbers(p_numbers + 16, 16)
+                b_ua, b_ub = load_numbers(p_numbers + 16)
             b_d = 1.0 if g is None else tl.load(p_numbers + 31)
             b_sum = tl.zeros([BV, BK], dtype=tl.float32) if APART else b_dh if g is None else b_dh * b_d
             b_k, b_q = load_columns(p_operands + 768, BK, 'bf16'), load_columns(p_operands + 768 + 16 * BK, BK, 'bf16')

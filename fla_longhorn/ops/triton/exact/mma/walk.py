@@ -8,7 +8,7 @@ import triton.language as tl
 from fla_longhorn.ops.triton.exact.common import head_index_and_channels, padded, product, rounded
 from fla_longhorn.ops.triton.exact.mma.common import (
     add_scaled,
-    as_accumulators,
+    load_accumulators,
     load_chunk,
     load_numbers,
     rounded_solve,
@@ -29,12 +29,6 @@ from fla_longhorn.ops.triton.exact.mma.replay import factor_of_x, residuals, ski
 from fla_longhorn.ops.triton.exact.mma.reverse import steps_and_slopes
 from fla_longhorn.ops.triton.exact.state import load_state, store_state
 from fla_longhorn.ops.triton.slots import first_slot, sequence_range
-
-
-@triton.jit
-def load_accumulators(x, S: tl.constexpr, i_t, o_x, left, X: tl.constexpr):
-    b_a, b_b = load_chunk(x, S, i_t, o_x, left, X)
-    return as_accumulators(b_a, b_b)
 
 
 @triton.jit(do_not_specialize=['T', 'N'])
@@ -126,7 +120,7 @@ def chunk_longhorn_exact_bwd_kernel_walk(
             if z is not None:
                 b_qa, b_qb = load_keys(p_forward + 640, BK, 'bf16'), load_keys(p_forward + 640 + 8 * BK, BK, 'bf16')
                 b_aa, b_ab = load_two_operands(p_forward + 256)
-            b_na, b_nb = load_numbers(p_numbers, 16)
+            b_na, b_nb = load_numbers(p_numbers)
             b_zero = tl.zeros([BV, 8], dtype=tl.float32)
             # X^T [BV, 8]
             b_xa, b_xb = product(b_dh, b_ka, b_zero, 'tf32'), product(b_dh, b_kb, b_zero, 'tf32')
